@@ -19,6 +19,7 @@ from amalgam.stages.cache_teachers.sample import pass_audit_lines
 from amalgam.stages.common.cached import load
 from amalgam.stages.common.cached.load import sample_size
 from amalgam.stages.common.cached.uncertainty import summarise_passes
+from amalgam.stages.methods import load_with_methods
 from amalgam.tests.forking import Forked
 from amalgam.tests.interruptible import main_killed
 from amalgam.tests.stages.tiny_models import save_tiny
@@ -144,6 +145,16 @@ def test_states_that_exist_are_not_computed_again(auto: Workspace) -> None:
 def test_a_method_without_states_computes_none(auto: Workspace) -> None:
     auto("cache-teachers", "cache.passes=auto", "student.method=vanilla-kd")
     assert states_of(auto) == {}
+
+
+def test_no_pass_changes_the_weight_of_a_single_teacher(auto: Workspace) -> None:
+    def passes(*overrides: str) -> int:
+        settings = ["cache.passes=auto", "student.method=muka-soft", *overrides]
+        return load.passes_of(load_with_methods(auto.config, settings).experiment)
+
+    one = "teachers=[./models/first]"
+    assert [passes(), passes(one), passes(one, "targets.distribution=mc-mean")] == [PASSES, 0, PASSES]
+    auto("build-targets", one, "corpus.label=null", "cache.passes=auto", "student.method=muka-soft", "corpus.test=null")
 
 
 def test_the_audit_is_in_the_run_of_the_teachers_in_report_and_audit(auto: Workspace) -> None:

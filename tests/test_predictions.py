@@ -464,6 +464,18 @@ def test_a_label_may_have_a_score(workspace: Workspace, file: Path) -> None:
     assert unread in workspace("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]").err
 
 
+def test_labels_at_random_give_arbitrary_targets_which_a_note_says(workspace: Workspace, file: Path) -> None:
+    every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
+    for name, labels in TEACHER_LABELS.items():
+        drawn = np.random.default_rng(len(name)).choice(labels, len(every))
+        write(pl.DataFrame({"text": every, "label": drawn}), file.with_name(f"{name}.csv"))
+    workspace.edit("./models/first", "./predictions/first.csv")
+    note = "the teachers are equally certain of 100.0 % of the texts, whose targets are arbitrary"
+    assert note in workspace("weigh-teachers").err
+    workspace.edit("./predictions/first.csv", "./models/first")
+    assert "equally certain" not in workspace("weigh-teachers").err
+
+
 def test_whole_numbers_are_no_scores(workspace: Workspace, file: Path) -> None:
     every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
     labels = [SECOND[place % 4] for place in range(len(every))]

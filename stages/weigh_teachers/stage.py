@@ -57,6 +57,9 @@ LABELLED = "weights_labelled.parquet"
 """The file with the weights of labelled texts; it exists with `labels` of the experiment."""
 
 
+MOST_TIED = 0.5
+"""Part of the texts with equally certain teachers, above which there is a note."""
+
 UNCLEAR, MOST_UNCLEAR = 0.2, 0.05
 """Evidence for a teacher below which a text is unclear, and the share of such texts above which a note names them."""
 
@@ -166,6 +169,7 @@ class WeighTeachers(Stage):
         if is_first:
             fit = params.facts
             fit["notes"] += [*notes_on_labels(run, weighed.predicted), *_note_on_exclusion(run, fit)]
+            fit["notes"] += _note_on_ties(run, weighed, fit)
             fit["names"] = _as_good_orders(run, texts, weighed.predicted)
             facts["fit"] = {**fit, "fitted": len(weights)}
         with run.store.draft(unit.folder, unit.name, ".parquet") as draft:
@@ -304,8 +308,8 @@ def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Param
 def _note_on_unclear(unclear: int, texts: int) -> str:
     return (
         f"{unclear:,} of {texts:,} texts have little evidence for any teacher (`evidence` below {UNCLEAR} in the files "
-        "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train, or set "
-        "corpus.unknown: none and label them none (`amalgam label`)"
+        "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train, or label them "
+        "(`amalgam label`) by the name of `corpus.unknown`, such as none"
     )
 
 
@@ -351,6 +355,16 @@ def _note_on_exclusion(run: Run, facts: WeightFacts) -> Iterator[str]:
         return
     if facts.get("exclusion", 0.0) < 0:
         yield f"texts that suit one teacher suit others too, by the evidence: label some texts ({LABEL})"
+
+
+def _note_on_ties(run: Run, weighed: WeighedBlock, facts: WeightFacts) -> Iterator[str]:
+    """Yields a note if no evidence is used and the confidences hardly differ, as of files with one label."""
+    tied = weigh.ties(weighed.weights, weighed.predicted).mean() if len(weighed.weights) else 0.0
+    if facts["fallback"] and tied > MOST_TIED and not run.experiment.labels:
+        yield (
+            f"the teachers are equally certain of {percent(tied)} of the texts, whose targets are arbitrary: "
+            f"label some texts ({LABEL}), or use files with several answers"
+        )
 
 
 @once

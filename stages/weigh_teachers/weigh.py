@@ -97,6 +97,9 @@ MOST_CONFIRMED = 0.999
 LEAST_SHARE = 0.01
 """Least share of a teacher, whose logarithm is finite."""
 
+TIED = 0.01
+"""Difference of two sums of weights below which they count as equal."""
+
 LEAST_RANGE = 1e-6
 """Least length of a range, deviation and lead of a kind of evidence: nothing is divided by 0."""
 
@@ -123,6 +126,15 @@ def weigh(signal: Array, targets: Targets, shares: Array | None, params: Params)
 def largest_sums(weights: Array, predicted: Array) -> Array:
     """Returns, for each text, the largest sum of the weights of teachers that predict one label."""
     return by_label(np.add, weights, predicted).max(axis=1)
+
+
+def ties(weights: Array, predicted: Array) -> Array:
+    """Returns, for each text, whether teachers that predict another label have about the same sum of weights."""
+    sums = by_label(np.add, weights, predicted)
+    chosen = np.arange(len(sums)), sums.argmax(axis=1)
+    as_large = sums > sums[chosen][:, None] - TIED
+    has_ties: Array = (as_large & (predicted != predicted[chosen][:, None])).any(axis=1)
+    return has_ties
 
 
 def estimated_accuracy(confirmed: Sequence[float], texts: int) -> AccuracyEstimate:

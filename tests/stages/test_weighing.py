@@ -223,6 +223,12 @@ def test_evidence_of_which_no_two_kinds_agree_is_not_used() -> None:
     assert joint_signal(evidence_of(right, two), Params())[0] is not None
 
 
+def test_teachers_tie_where_other_labels_have_an_equal_sum_of_weights() -> None:
+    weights = np.array([[0.5, 0.5, 0.0], [0.4, 0.3, 0.3], [0.4, 0.2, 0.4], [0.6, 0.4, 0.0]])
+    predicted = np.array([[0, 1, 2], [0, 1, 1], [0, 1, 0], [0, 1, 1]])
+    assert weigh.ties(weights, predicted).tolist() == [True, False, False, False]
+
+
 def test_how_easy_a_text_is_to_all_teachers_is_no_agreement() -> None:
     random = np.random.default_rng(1)
     easy = 5 * random.normal(size=(2000, 1))

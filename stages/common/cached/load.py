@@ -91,6 +91,8 @@ def passes_of(experiment: ExperimentConfig) -> int:
     if experiment.cache.passes is not None:
         return experiment.cache.passes
     method, used, learns = target_method(experiment.targets), experiment.targets.passes, experiment.student.learns
+    if len(experiment.teachers) == 1 and experiment.targets.distribution != "mc-mean":
+        return used or 0  # no passes change the weight of a single teacher
     if learns and (method.reads_passes or (method.estimates_weights and not method.reads_states)):
         return AUTO_PASSES if used is None else used
     return used or 0

@@ -112,6 +112,10 @@ def test_a_student_that_cannot_be_trained_is_named_before_any_is(workspace: Work
     workspace.write([(text, "") for text, _ in workspace.texts()])
     for values, piece in (
         ("student.layers=1,9", "layers-9: student.layers: 9"),
+        ("student.method=uhc,mt-bert", "mt-bert: mt-bert needs teachers with one label set"),
+        ("labels=null,labels.csv", "labels.csv: labels.csv does not exist"),
+        ("teachers.1.model=./models/second,./models/none", "models-none: there is no folder ./models/none"),
+        ("teachers=[./models/first,./models/second],[./models/first]", "first: 20 test texts have a gold label"),
         ("student.method=uhc,supervised", ""),
     ):
         refused = workspace.attempt("sweep", values)

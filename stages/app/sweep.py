@@ -38,9 +38,8 @@ from amalgam.pipeline.input_files import InputFile
 from amalgam.pipeline.notebook import Printed
 from amalgam.pipeline.signals import InterruptHandler
 from amalgam.stages.app import frames
-from amalgam.stages.app.checks import check_student_encoder, error_of
+from amalgam.stages.app.checks import CHECKS, error_of
 from amalgam.stages.app.runs import check_requirements, open_run, run_without_tables, working
-from amalgam.stages.build_targets.stage import check_train_gold
 from amalgam.stages.common.deliveries import STUDENTS, read_metadata
 from amalgam.stages.methods import load_with_methods
 from amalgam.stages.read_corpus.stage import check_texts
@@ -127,11 +126,12 @@ def equal_students(results: Iterable[SweepResult]) -> Iterator[tuple[list[str], 
 
 
 def _check_students(source: ExperimentSource, sweep_runs: Sequence[SweepRun]) -> None:
-    """Refuses the sweep if one of its students could not be trained."""
+    """Refuses the sweep if one of its students could not be trained and measured."""
+    checks = [_check_texts, *(check for stage, check in CHECKS if stage != READ.name)]
     for sweep_run in sweep_runs:
         run = open_run(source, sweep_run.overrides, console=Console(quiet=True))
         check_requirements(run, source, sweep_run.overrides)
-        for check in (_check_texts, check_student_encoder, check_train_gold):
+        for check in checks:
             error = error_of(check, run)
             if error is not None:
                 error.what = f"{sweep_run.name}: {error.what}"

@@ -161,6 +161,21 @@ def test_a_sweep_without_labels_names_the_next_command() -> None:
     assert "`amalgam report NAME`" in title
 
 
+def test_a_sweep_over_teachers_shows_the_teachers_that_every_student_has() -> None:
+    measures: dict[str, Any] = {**dict.fromkeys(SCORES, 0.5), "nll_infinite": 0}
+
+    def student(n: int, groups: dict[str, list[str]]) -> Any:
+        scores = {**measures, "n": n, "slice_accuracy": dict.fromkeys(groups, 0.5)}
+        return {"name": f"{n}", "values": {"teachers": f"{n}"}, "n": n, "groups": groups, "scores": scores}
+
+    first, second = {"first": ["art", "law"]}, {"second": ["sports"]}
+    title, columns, rows = Sweep([student(40, {**second, **first}), student(30, first)], [], {}).table()
+    assert (columns[5:], len(rows[0]), len(rows[1])) == (["on first"], 6, 6)
+    assert title.startswith("30 to 40 labelled test texts; accuracies on different texts cannot be compared")
+    title, columns, _ = Sweep([student(40, first), student(40, {"first": ["art"]})], [], {}).table()
+    assert (title, columns[5:]) == ("40 labelled test texts", [])
+
+
 def test_a_sweep_in_python_has_a_row_for_each_student_with_its_values(workspace: Workspace) -> None:
     experiment = Experiment.load(workspace.config, {"student.seed": 7}, quiet=True)
     sweep = experiment.sweep({"student.seed": np.arange(2), "student.method": ["muka-soft"]})

@@ -331,11 +331,16 @@ class Sweep(Printed):
 
     def table(self) -> tuple[str, list[str], list[list[str]]]:
         """Returns title, header and rows: the scores of each student, and the means over seeds."""
-        scored = next((student for student in self.students if student["scores"]), None)
-        if scored is None:
+        scored = [student for student in self.students if student["scores"]]
+        if not scored:
             title = "there are no labelled test texts (corpus.test): `amalgam report NAME` describes one student"
             return title, ["student"], [[student["name"]] for student in self.students]
-        groups, summaries = scored["groups"], list(over_seeds(self.students))
+        groups = [
+            name
+            for name, labels in scored[0]["groups"].items()
+            if all(set(labels) == set(student["groups"].get(name, ())) for student in scored)
+        ]
+        summaries = list(over_seeds(self.students))
         columns = header(groups)
         blank = [""] * (len(columns) - 1)
         rows = [
@@ -346,7 +351,12 @@ class Sweep(Printed):
             cells = [_mean(score, *summary[score]) for score in SCORES]
             rows.append([f"{summary['name']}, mean of {summary['students']}", *cells, *blank[len(cells) :]])
         spread = "; ± is the standard deviation over seeds, in percentage points (NLL in nats)" if summaries else ""
-        return f"{scored['n']:,} labelled test texts{spread}", columns, rows
+        numbers = [student["n"] or 0 for student in scored]
+        least, most = min(numbers), max(numbers)
+        texts = f"{least:,} labelled test texts"
+        if least < most:
+            texts = f"{least:,} to {most:,} labelled test texts; accuracies on different texts cannot be compared"
+        return f"{texts}{spread}", columns, rows
 
     def print_to(self, console: Console) -> None:
         console.table(*self.table())

@@ -328,6 +328,8 @@ def test_prompts_name_the_class_and_each_text_draws_its_own_settings(workspace: 
             workspace.artifacts / "generate" / workspace.manifest("generate")["facts"]["families"][0] / "family.json"
         ).read_text()
     )
+    assert key["teacher"] == "first"
+    assert "family of first, 1 unit, fp32" in workspace("status").out
     assert key["prompt"] == ["banking: ", "A text about banking: ", "The following text is about banking.\n"]
     assert (key["temperature"], key["top_p"], key["top_k"]) == ([0.7, 1.0, 1.3], [0.8, 0.9, 1.0], [20, 50, 200])
 

@@ -219,7 +219,8 @@ def _describe_families(run: Run) -> None:
     """Writes family.json, which describes a family to a person who opens its folder."""
     for family in text_plan(run).families:
         teacher = family.teacher or generate_config(run).source
-        describe_family(run, "generate", family.name, {"teacher": teacher, "dtype": "fp32", **family.key})
+        content = {"dtype": "fp32", **family.key, "model": family.key.get("teacher"), "teacher": teacher}
+        describe_family(run, "generate", family.name, content)
 
 
 def _warn_of_labels(run: Run) -> None:

@@ -398,6 +398,7 @@ def test_the_overrides_of_one_experiment_file_are_not_repeated_for_another(works
     assert "as in the last build-targets" not in second.err
     assert workspace.stale() == set()
     assert "had targets.mode" not in workspace("plan", "-c", "second.yaml").err
+    assert "as in the last build-targets" not in workspace("train-student").err  # that of second.yaml is the last
 
 
 def test_report_and_predict_use_the_same_student_after_another_was_trained(workspace: Workspace) -> None:

@@ -158,6 +158,18 @@ def test_a_gate_measures_a_finished_student_on_new_test_texts_and_does_not_train
     assert scores == {**scores, **{measure: own[measure] for measure in ("n", "accuracy", "nll_nats", "ece")}}
 
 
+def test_a_proposed_command_repeats_renamed_labels_and_a_whole_section(workspace: Workspace) -> None:
+    workspace.write([(text, label.replace("law", "laws")) for text, label in generate(40, 7, "test")], "test")
+    section = '{"texts": 3, "source": "recombined", "corpus": "texts/train.csv", "column": "text"}'
+    renamed = ["student.name=next", "corpus.rename.laws=law", "corpus.train=null", f"generate={section}"]
+    workspace("run", *renamed)
+    err = workspace.refusal(2, "report", "next", "--fail-if-worse-than", "student")
+    [command] = re.findall(r"fix: run `amalgam (.*)`, which predicts", err)
+    gate = workspace.attempt(*shlex.split(command))
+    assert gate.code in {0, 4}, gate.err
+    assert "train-student: running" not in gate.err
+
+
 def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(workspace: Workspace) -> None:
     left = workspace.config.read_text().replace("  - name: second\n    model: ./models/second\n", "")
     (workspace.folder / "first.yaml").write_text(left)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 
 from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import file_option, written
-from amalgam.pipeline.config.schema import COMPARISON, TEACHER
+from amalgam.pipeline.config.schema import COMPARISON, TEACHER, ConfigSection
 from amalgam.pipeline.console import Console
 from amalgam.pipeline.errors import AmalgamError, ExperimentError, QualityError
 from amalgam.pipeline.execution.stage import Run
@@ -22,7 +22,6 @@ from amalgam.stages.app.comparison import (
     comparison_of,
     folder_mismatch,
     have_same_texts,
-    leaves,
     read_report,
     table,
 )
@@ -357,12 +356,22 @@ def _command(numbers: ReportJson | None, path: Path, config: Path, *options: str
 def _differing(numbers: ReportJson | None, config: Path, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the stored settings that the experiment file with these overrides has not."""
     experiment = load_with_methods(config, written(overrides)).experiment
-    now, stored = dict(leaves(experiment.model_dump(mode="json"))), leaves(numbers["settings"] if numbers else {})
-    differing = {field: value for field, value in stored if now.get(field, value) != value}
+    differing = dict(_changed(numbers["settings"] if numbers else {}, experiment))
     if "student.method" not in differing:
         return differing
     method = {"student.method": differing["student.method"]}  # it sets other fields, which need no overrides then
     return method | _differing(numbers, config, {**overrides, **method})
+
+
+def _changed(stored: Mapping[str, Any], now: ConfigSection, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the fields of `now` that have another stored value; a whole section if only one of both has it."""
+    fields = now.model_dump(mode="json")
+    for name, value in stored.items():
+        section = getattr(now, name, None)
+        if isinstance(section, ConfigSection) and isinstance(value, Mapping):
+            yield from _changed(value, section, f"{path}{name}.")
+        elif fields.get(name, value) != value:
+            yield f"{path}{name}", value
 
 
 def _title(name: str) -> str:

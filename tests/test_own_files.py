@@ -581,6 +581,8 @@ def test_a_current_report_is_read_where_the_workspace_cannot_be_written(workspac
     workspace("run", "student.name=b", "student.seed=9")  # a rival, which the first student's page lacks
     code, err = denied(workspace, read_only, "run", "student.seed=5")
     assert (code, "reports/student.html is not updated: Permission denied" in err) == (0, True), err
+    code, err = denied(workspace, read_only, "report", "student", "b")
+    assert (code, "reports/comparison.html is not updated: Permission denied" in err) == (0, True), err
     (workspace.folder / "reports/student.html").unlink()
     code, err = denied(workspace, read_only, "run", "student.seed=5")
     assert (code, "its result cannot be copied" in err) == (1, True), err

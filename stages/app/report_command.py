@@ -14,7 +14,7 @@ from amalgam.data.keys import shown
 from amalgam.pipeline.config.proposals import file_option, written
 from amalgam.pipeline.config.schema import COMPARISON, TEACHER, ConfigSection
 from amalgam.pipeline.console import Console
-from amalgam.pipeline.errors import AmalgamError, ExperimentError, QualityError
+from amalgam.pipeline.errors import READ_ONLY, AmalgamError, ExperimentError, QualityError, reason_of
 from amalgam.pipeline.execution.stage import Run
 from amalgam.stages.app.commands import run_stages
 from amalgam.stages.app.comparison import (
@@ -321,7 +321,12 @@ def _compare(config: Path, names: list[str], overrides: list[str], *, quiet: boo
         console.note(remedy)
     page = render("comparison.html.j2", numbers=comparison, rows=table(comparison))
     base = (Path(names[0]) if names[0].endswith(SUFFIXES) else config).parent.absolute()
-    console.say(f"report{place_of(base)}: {publish(base, COMPARISON, page, comparison)}")
+    try:
+        console.say(f"report{place_of(base)}: {publish(base, COMPARISON, page, comparison)}")
+    except OSError as error:
+        if error.errno not in READ_ONLY:
+            raise
+        console.note(f"{REPORTS}/{COMPARISON}.html is not updated: {reason_of(error)}")
 
 
 def _remedy_of_texts(reports: Mapping[str, ReportJson], config: Path, names: Sequence[str]) -> str:

@@ -180,6 +180,10 @@ def test_a_gate_measures_a_student_of_other_labels_and_refuses_a_damaged_one(wor
     )
     assert (refused.code, lost in refused.err) == (2, True), refused.err
     assert (workspace.folder / "reports/next.html").is_file()
+    workspace.edit("model: ./models/first\n", "model: ./models/first\n    rename: {banking: finance}\n")
+    renamed = ["student.name=renamed", "corpus.rename.banking=finance", "--fail-if-worse-than", "student"]
+    err = workspace.attempt("report", *renamed).err
+    assert "note: students/student lacks labels of 5 of 40 test texts, and is wrong on these: finance; if" in err
     unknown = [("A text of another label.", "chess")]
     workspace.write([row for row in workspace.texts("test") if row[1] in TEACHER_LABELS["first"]] + unknown, "test")
     assert workspace.attempt(*gate, "student").code in {0, 4}

@@ -249,7 +249,7 @@ class Report(Stage):
             run.console.say(written)
         run.console.say(f"report{place_of(run.base)}: {path}")
         if run.rival:
-            _check_lost_labels(run, run.rival)
+            _compare_labels(run, run.rival)
 
     def describe(self, manifest: Record) -> str:
         return str(manifest.facts["method"])
@@ -403,19 +403,27 @@ def _measure_rival(run: Run, name: str, inputs: Mapping[str, Any], rows: str | N
     run.console.say(f"  {STUDENTS}/{name}: measured on the same {counted(len(right), 'test text')}, not trained")
 
 
-def _check_lost_labels(run: Run, name: str) -> None:
-    """Refuses a comparison with students/`name` if test texts have a label that only that student has."""
+def _compare_labels(run: Run, name: str) -> None:
+    """Refuses a comparison with students/`name` if test texts have a label that only that student has.
+
+    A label that it lacks gets a note: after a new name of a label it would be wrong on all texts of this label.
+    """
     facts, labels = read_metadata(run.base / STUDENTS / name) or {}, set(load.label_space(run).names)
     test: PartRecordFacts | None = run.result("read-corpus").facts["parts"].get("test")
     if test is None or delivered_student(run.base, name) is None:
         return
-    others = {label for of_teacher in facts.get("teachers", {}).values() for label in of_teacher} - labels
-    lost = {label: texts for label, texts in test["labels"].items() if label in others}
+    theirs = {label for of_teacher in facts.get("teachers", {}).values() for label in of_teacher}
+    lost = {label: texts for label, texts in test["labels"].items() if label in theirs - labels}
+    new = {label: texts for label, texts in test["labels"].items() if label in labels - theirs}
     if lost:
         texts = f"{sum(lost.values()):,} of {counted(test['texts'], 'test text')}"
         what = f"this student lacks labels of {STUDENTS}/{name}, which {texts} have: {shown_names(lost, LABELS_SHOWN)}"
         fix = "remove these texts from corpus.test if the labels are withdrawn, else add a teacher that has them"
         raise ExperimentError(what, where="--fail-if-worse-than", fix=fix)
+    if new and theirs:
+        texts = f"{sum(new.values()):,} of {counted(test['texts'], 'test text')}"
+        what = f"{STUDENTS}/{name} lacks labels of {texts}, and is wrong on these: {shown_names(new, LABELS_SHOWN)}"
+        run.console.note(f"{what}; if only their names are new, set `rename` of the teacher to the earlier names")
 
 
 def _label_occurrences(run: Run, train: Part, given: GivenLabels) -> list[types.LabelOccurrence]:

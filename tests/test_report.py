@@ -510,6 +510,7 @@ def test_students_measured_on_other_texts_of_one_file_are_not_compared(fresh: Wo
     assert "of-first" not in {rival["name"] for rival in [*second["students"], *second["verdict"]["rivals"]]}
     fresh("report", "of-first", "of-second")
     assert fresh.numbers("comparison")["runs"][1]["against_first"] is None
+    assert "different test texts or gold labels" in fresh.numbers("comparison")["summary"]
     refused = fresh.attempt("report", "of-second", "--fail-if-worse-than", "of-first")
     assert (refused.code, "of-first was not measured on the test texts of of-second" in refused.err) == (2, True)
     gate = ("report", "-c", "second.yaml", "student.name=of-second", "corpus.on_bad_row=skip", "--fail-if-worse-than")

@@ -318,7 +318,7 @@ def _summary(reports: Mapping[str, ReportJson], *, same_texts: bool) -> str:
     if len(measured) < 2:
         return "No run can be called better: fewer than two have labelled test texts that they did not learn."
     if not same_texts:
-        return "The runs have different test texts, so their accuracies cannot be compared."
+        return "The runs have different test texts or gold labels, so their accuracies cannot be compared."
     (best, name), (second, next_name), *_ = sorted(measured, key=lambda entry: -entry[0]["accuracy"])
     if best["accuracy"] == second["accuracy"]:
         return (

@@ -184,6 +184,8 @@ def _extra_argument(word: str, command: Any) -> ExperimentError:
     fix = f"run `{start} --help`, which lists the options"
     if f"--{name}" in options:
         fix = f"write `{start} --{name}{' ' * bool(value)}{value}`"
+    elif name == "student.name" and "--student" in options:
+        fix = f"write `{start} --student students/{value}`"
     elif equals and "--config" in options:
         fix = f"leave it out, or set {name} in the experiment file, which -c names"
     elif not equals and "--student" in options:

@@ -250,6 +250,11 @@ def test_the_plan_estimates_the_passes(shop: Workspace) -> None:
     with working(run):
         update(STAGES, run, target="read-corpus", keep_overrides=False)
     assert stage.CacheTeachers().workload(run, None) == estimated
+    shop("cache-teachers", "student.method=muka-soft", "cache.passes=0")
+    of_sample = stage.CacheTeachers().workload(run, stage.CacheTeachers().units(run, shop.artifacts))
+    assert stage.CacheTeachers().later_workload(run) == estimated - of_sample > 0
+    costs = [shop("plan", "--json", *setting).json["cost"]["stages"]["cache-teachers"] for setting in (AUTO, AUTO[1:])]
+    assert costs[0]["seconds"] == pytest.approx(costs[1]["seconds"] * (estimated - 2 * texts) / (every - 2 * texts))
 
 
 def test_two_processes_decide_together(fresh: Workspace) -> None:

@@ -360,6 +360,10 @@ class Stage:
         """
         return None if units is None else float(sum(unit.size for unit in units))
 
+    def later_workload(self, run: Run) -> float:
+        """Returns the expected workload of units that finished units will reveal."""
+        return 0.0
+
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns the least size of the units' files in the workspace, and of their copies next to the experiment file.
 

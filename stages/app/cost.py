@@ -168,6 +168,8 @@ def _cost(run: Run, stage: Stage, state: StageState, *, measure: bool) -> Cost |
             return f"run `amalgam read-corpus{run.options}`, then {command}"
         return f"{command} runs and times one unit" if stage.parallelism == "units" else "known after the first run"
     workload = stage.workload(run, state.missing if state.total is not None else None)
+    if workload is not None and state.total is not None:
+        workload += stage.later_workload(run)
     shares = ((unit, stage.resumes(run, unit)[1]) for unit in state.missing)
     trained = sum(share * (stage.workload(run, [unit]) or 0.0) for unit, share in shares if share)
     scale = 1.0 if workload is None else (workload - trained) / rate.workload

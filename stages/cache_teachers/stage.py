@@ -123,6 +123,12 @@ class CacheTeachers(Stage):
         """Returns the number of forward passes; passes of the last layer alone cost little and are not counted."""
         return _text_passes(run, units, set() if run.experiment.cache.last_layer else _with_dropout(run))
 
+    def later_workload(self, run: Run) -> float:
+        """Returns the usual passes of later rounds, whose texts are not known yet."""
+        if not cached.adaptive_sample_size(run):
+            return 0.0
+        return max(0.0, self.workload(run, None) - self.workload(run, _adaptive_units(run)))
+
     def least_bytes(self, run: Run, units: Sequence[Unit] | None) -> tuple[int, int]:
         """Returns a byte for each logit: half of its size in fp16, because the files are compressed."""
         labels = min(len(teacher.outputs) for teacher in load.teachers_of(run))

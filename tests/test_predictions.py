@@ -464,7 +464,7 @@ def test_a_label_may_have_a_score(workspace: Workspace, file: Path) -> None:
     assert unread in workspace("cache-teachers", f"teachers.1.labels=[{', '.join(SECOND)}]").err
 
 
-def test_labels_at_random_give_arbitrary_targets_which_a_note_says(workspace: Workspace, file: Path) -> None:
+def test_labels_at_random_give_arbitrary_targets_and_a_note(workspace: Workspace, file: Path) -> None:
     every = [row[0] for row in [*workspace.texts(), *workspace.texts("test")]]
     for name, labels in TEACHER_LABELS.items():
         drawn = np.random.default_rng(len(name)).choice(labels, len(every))

@@ -287,7 +287,7 @@ def _teacher_labels(run: ReportJson) -> dict[str, set[str]]:
 
 
 def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[DifferingSetting]:
-    settings = [dict(leaves(run["settings"])) for run in runs]
+    settings = [dict(_leaves(run["settings"])) for run in runs]
     fields = dict.fromkeys(field for each in settings for field in each)
     differ = [field for field in fields if len({json.dumps(each.get(field)) for each in settings}) > 1]
     differ = [field for field in differ if field != "student.name"]
@@ -297,10 +297,10 @@ def _differing_settings(runs: Sequence[ReportJson]) -> Iterator[DifferingSetting
         yield {"field": f"and {len(differ) - MOST_FIELDS} more", "values": ["" for _ in settings]}
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict) and value:
         for key, inner in value.items():
-            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
     else:
         yield path, value
 

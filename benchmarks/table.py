@@ -66,8 +66,8 @@ class Benchmark:
     whole: str
     needs: Sequence[str] = ()
     """Conditions of NEEDS."""
-    after: str = ""
-    """Name of the benchmark whose files in WORK this one reads."""
+    after: Sequence[str] = ()
+    """Names of the benchmarks whose files in WORK this one reads."""
 
 
 BENCHMARKS = {
@@ -203,7 +203,7 @@ BENCHMARKS = {
         None,
         f"--experiment {TREC}/amalgam.yaml --limit 1000",
         ("data", "minilm"),
-        after="methods",
+        after=("methods",),
     ),
     "unknown": Benchmark(
         "unknown",
@@ -213,7 +213,7 @@ BENCHMARKS = {
         f"--student {TREC}/students/amalgam-0 --known {DATA}/trec6/test.parquet "
         f"--others {DATA}/ag_news/test.parquet {DATA}/banking77/test.parquet",
         ("data", "minilm"),
-        after="methods",
+        after=("methods",),
     ),
     "int8": Benchmark(
         "exports",
@@ -223,7 +223,7 @@ BENCHMARKS = {
         None,
         f"--student {TREC}/students/amalgam-0 --texts {DATA}/trec6/test.parquet",
         ("data", "minilm", "onnx"),
-        after="methods",
+        after=("methods",),
     ),
     "static": Benchmark(
         "static_students",
@@ -248,7 +248,7 @@ BENCHMARKS = {
         None,
         f"table --folder {WORK}/choice --estimators amalgam",
         ("data", "minilm"),
-        after="pools",
+        after=("pools",),
     ),
     "few-labels": Benchmark(
         "few_labels",
@@ -257,7 +257,49 @@ BENCHMARKS = {
         None,
         f"--folder {WORK}/choice --counts 50 --draws 3",
         ("data", "minilm"),
-        after="pools",
+        after=("pools",),
+    ),
+    "verdicts": Benchmark(
+        "verdicts",
+        [Line("verdicts of {experiments} experiments", "all", "right", "right", {
+            "undecided": "{} undecided", "wrong": "{} wrong"})],
+        None,
+        f"--data {DATA} --sets trec6 --max-tokens 32 --folder {WORK}/verdicts",
+        ("data", "minilm"),
+    ),
+    "language-model": Benchmark(
+        "train_lm",
+        [Line("training of a language model, {steps} steps", "amalgam", "seconds", "s", {
+            "perplexity": "perplexity {} a token"})],
+        None,
+        f"--texts {DATA}/lm_brown/train.parquet {DATA}/lm_abc/train.parquet --steps 400 --out {WORK}/lm",
+        ("data", "minilm"),
+    ),
+    "generation": Benchmark(
+        "generate",
+        [Line("steered texts, strength {steer}", "amalgam", "texts_per_s", "texts/s", {
+            "faster_than_naive": "{} x all candidates scored", "evaluations_per_token": "{} scores a token",
+            "class_probability": "mean probability of the class {}"})],
+        None,
+        f"--language-model {WORK}/lm --teacher {TREC}/teachers/teacher-1 --steer 1 2 --texts 32 --tokens 24",
+        ("data", "minilm"),
+        after=("methods", "language-model"),
+    ),
+    "demos": Benchmark(
+        "demo",
+        [Line("student of the demo, {row}", "texts|data-free", "student", "", {"ensemble": "ensemble {}"})],
+        None,
+        f"--draws 1 --folder {WORK}/demos",
+    ),
+    "run": Benchmark(
+        "whole_run",
+        [
+            Line("`amalgam {row}`, {texts} texts", ".* --(quiet|json)", "seconds", "s", {
+                "us_a_text": "{} µs a text", "peak_rss_mb": "{} MB"}),
+            Line("right teacher, {texts} texts", "accuracy", "right_teacher", ""),
+        ],
+        None,
+        "--texts 100000 1000000",
     ),
 }  # fmt: skip
 
@@ -336,7 +378,7 @@ def _options() -> argparse.Namespace:
 
 def selected(names: Iterable[str]) -> list[str]:
     """Returns these benchmarks and those whose files they read, in the order of the table."""
-    wanted = {each for name in names for each in (name, BENCHMARKS[name].after)}
+    wanted = {each for name in names for each in (name, *BENCHMARKS[name].after)}
     return [name for name in BENCHMARKS if name in wanted]
 
 
@@ -366,8 +408,8 @@ def absent(benchmark: Benchmark, options: argparse.Namespace, earlier: Mapping[s
     missing = [NEEDS[need][1] for need in needs if not NEEDS[need][0](options)]
     if options.quick and benchmark.quick is None:
         missing.append("it takes too long for the quick form")
-    if benchmark.after in earlier and earlier[benchmark.after].failed:
-        missing.append(f"it reads the files of `{benchmark.after}`, which failed")
+    failed = [name for name in benchmark.after if name in earlier and earlier[name].failed]
+    missing += [f"it reads the files of `{name}`, which failed" for name in failed]
     return missing[0] if missing else ""
 
 

@@ -112,11 +112,11 @@ def test_a_benchmark_runs_after_the_one_whose_files_it_reads(monkeypatch: pytest
     names = list(BENCHMARKS)
     assert table.selected(names) == names
     for name, benchmark in BENCHMARKS.items():
-        if benchmark.after:
-            first = BENCHMARKS[benchmark.after]
-            assert names.index(benchmark.after) < names.index(name)
+        for earlier in benchmark.after:
+            first = BENCHMARKS[earlier]
+            assert names.index(earlier) < names.index(name)
             assert set(first.needs) <= set(benchmark.needs)
-            [folder] = re.findall(r"--folder (\S+)", first.whole)
+            [folder] = re.findall(r"--(?:folder|out) (\S+)", first.whole)
             assert folder in benchmark.whole
     monkeypatch.setattr(table, "run", pytest.fail)
     failed = {"methods": table.Outcome("methods", [], failed=True)}
@@ -147,7 +147,7 @@ def test_options_rows_and_figures_of_each_entry_are_those_of_its_benchmark(name:
     for line in benchmark.lines:
         names = [line.figure, *line.ratios]
         missing = [name for name in names if name not in source and not name.startswith("ratio_to_")]
-        assert set(missing) <= {"accuracy", "gap_closed"}, "estimates.py computes these"
+        assert set(missing) <= {"accuracy", "gap_closed", "peak_rss_mb"}, "estimates.py and scale.py compute these"
     assert set(benchmark.needs) <= NEEDS.keys()
     assert "DATA" not in (benchmark.quick or "")
 

@@ -92,7 +92,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 29  # a teacher without a scale of its own has that of the others
+    VERSION = 30  # each label that a teacher predicts has its own clearest texts
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"

@@ -59,9 +59,9 @@ A label with few texts of low values would have a range of almost 0, and its tex
 """
 
 CLEAREST, LEAST_CLEAREST = 0.1, 20
-"""Part of the texts that a teacher leads, by the largest lead, that are its clearest ones; their least number.
+"""Part of the texts of a label that a teacher leads, by the largest lead, that are its clearest ones.
 
-Of fewer than 20 texts for each teacher, the least number is the part of one.
+A label with fewer such texts than the second counts together with the other such labels.
 """
 
 CLEAR = 0.6
@@ -250,12 +250,9 @@ def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
     So has a teacher whose own clearest texts have hardly more evidence than those of others: its scale has no meaning.
     """
     teachers = signal.shape[1]
-    fewest = min(LEAST_CLEAREST, max(1, len(signal) // teachers))
-    means = np.empty((teachers, teachers))
-    for teacher in range(teachers):
-        lead = leading[:, teacher] - np.delete(leading, teacher, axis=1).max(axis=1)
-        count = max(fewest, int(CLEAREST * (lead > 0).sum()))
-        means[teacher] = signal[np.argsort(-lead, kind="stable")[:count]].mean(axis=0)
+    leads = [leading[:, place] - np.delete(leading, place, axis=1).max(axis=1) for place in range(teachers)]
+    clearest = zip(leads, evidence.predicted.T, strict=True)
+    means = np.stack([_mean_of_clearest(signal, lead, predicted) for lead, predicted in clearest])
     highest = np.diag(means)
     lowest = (means.sum(axis=0) - highest) / (teachers - 1)
     lengths = highest - lowest
@@ -267,6 +264,26 @@ def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
     elif scaled_by_others.any():
         ends[:, scaled_by_others] = ends[:, ~scaled_by_others].mean(axis=1, keepdims=True)
     return ends
+
+
+def _mean_of_clearest(signal: Array, lead: Array, predicted: Array) -> Array:
+    """Returns the mean signal of all teachers on a teacher's clearest texts; each predicted label counts equally.
+
+    The texts of one label can be much clearer than those of another. Labels with few texts that the teacher leads count
+    together as one. If these are too few too, the texts with the largest lead are the clearest ones.
+    """
+    fewest = min(LEAST_CLEAREST, max(1, len(signal) // signal.shape[1]))
+    order = np.argsort(-lead, kind="stable")
+    led = order[: (lead > 0).sum()]
+    counts = np.bincount(predicted[led], minlength=1)
+    labels = np.where(counts >= LEAST_CLEAREST, np.arange(len(counts)), -1)[predicted[led]]
+    clearest = []
+    for label in np.unique(labels):
+        own, least = led[labels == label], ENDS if label >= 0 else fewest
+        if len(own) >= least:
+            clearest.append(own[: max(least, int(CLEAREST * len(own)))])
+    means: Array = np.mean([signal[own].mean(axis=0) for own in clearest or [order[:fewest]]], axis=0)
+    return means
 
 
 def with_maps(signal: Array, evidence: Evidence, params: Params) -> tuple[Array, Array]:

@@ -37,6 +37,14 @@ def test_a_teachers_clearest_texts_have_one_value_and_those_of_others_zero() -> 
     assert scaled[60:] == pytest.approx(CLEAR * np.tile([1 / 3, 1.5 / 8], (30, 1)))
 
 
+def test_each_label_of_a_teacher_counts_equally_in_its_scale_and_rare_ones_together() -> None:
+    signal, predicted = np.zeros((200, 2)), np.tile([1, 9], (200, 1))
+    signal[:80, 0], signal[80:100, 0], signal[100:130, 0], signal[130:, 1] = 6.0, 2.0, 1.0, 2.0
+    predicted[:80, 0], predicted[100:130, 0] = 0, np.arange(30) % 3 + 2
+    scaled = by_leads(signal, signal, evidence_of(predicted), Params())
+    assert scaled[[0, 90, 110], 0] == pytest.approx([CLEAR * 2, CLEAR * 2 / 3, CLEAR / 3])
+
+
 @pytest.mark.parametrize(("texts", "teachers"), [(8, 2), (20, 2), (25, 5)])
 def test_in_few_texts_the_clearest_ones_of_each_teacher_differ(texts: int, teachers: int) -> None:
     random = np.random.default_rng(0)

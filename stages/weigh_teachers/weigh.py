@@ -234,8 +234,8 @@ def joint_signal(evidence: Evidence, params: Params) -> tuple[Array | None, Arra
 def by_leads(signal: Array, leading: Array, evidence: Evidence, params: Params) -> Array:
     """Scales each teacher's signal to CLEAR on its own clearest texts and to 0 on those of the other teachers.
 
-    A teacher's clearest texts are those where it leads all others by most in `leading`. The ends of a range are values
-    of a few texts, for a noisy teacher ends of its noise; these are means of more texts.
+    A teacher's clearest texts are those of each label where it leads all others by most in `leading`. The ends of a
+    range are values of a few texts, for a noisy teacher ends of its noise; these are means of more texts.
     """
     if signal.shape[1] == 1 or not len(signal):
         return signal
@@ -251,8 +251,8 @@ def _clearest_ends(signal: Array, leading: Array, evidence: Evidence) -> Array:
     """
     teachers = signal.shape[1]
     leads = [leading[:, place] - np.delete(leading, place, axis=1).max(axis=1) for place in range(teachers)]
-    clearest = zip(leads, evidence.predicted.T, strict=True)
-    means = np.stack([_mean_of_clearest(signal, lead, predicted) for lead, predicted in clearest])
+    pairs = zip(leads, evidence.predicted.T, strict=True)
+    means = np.stack([_mean_of_clearest(signal, lead, predicted) for lead, predicted in pairs])
     highest = np.diag(means)
     lowest = (means.sum(axis=0) - highest) / (teachers - 1)
     lengths = highest - lowest
@@ -270,12 +270,12 @@ def _mean_of_clearest(signal: Array, lead: Array, predicted: Array) -> Array:
     """Returns the mean signal of all teachers on a teacher's clearest texts; each predicted label counts equally.
 
     The texts of one label can be much clearer than those of another. Labels with few texts that the teacher leads count
-    together as one. If these are too few too, the texts with the largest lead are the clearest ones.
+    together as one, or not at all if these are too few too. Without any label, the texts with the largest lead count.
     """
     fewest = min(LEAST_CLEAREST, max(1, len(signal) // signal.shape[1]))
     order = np.argsort(-lead, kind="stable")
     led = order[: (lead > 0).sum()]
-    counts = np.bincount(predicted[led], minlength=1)
+    counts = np.bincount(predicted[led])
     labels = np.where(counts >= LEAST_CLEAREST, np.arange(len(counts)), -1)[predicted[led]]
     clearest = []
     for label in np.unique(labels):

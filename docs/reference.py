@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 FILES = {
-    "CORPUS": "`read-corpus/part-*/*/*.parquet`",
-    "SKIPPED": "`read-corpus/part-*/skipped.parquet`",
+    "CORPUS": "`read-corpus/part-*/*/[!s]*.parquet`",
+    "SKIPPED": "`read-corpus/part-*/*/skipped.parquet`",
     "WRITTEN": "`generate/FAMILY/units/*.parquet`",
     "GENERATED": "`generate/FINGERPRINT/texts-*.parquet`",
     "CACHE_TEXTS": "`cache-teachers/FAMILY/units/*.parquet`",

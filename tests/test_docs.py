@@ -381,6 +381,16 @@ def test_reference_pages_are_made_from_the_code() -> None:
     assert "| `DataError` | 3 |" in pages["reference/errors.md"]
 
 
+def test_the_paths_of_the_reference_have_texts_and_skipped_rows_apart(fresh: Workspace) -> None:
+    with (fresh.folder / "texts/train.csv").open("a") as texts:
+        texts.write('"",x\n')
+    assert fresh("read-corpus", "corpus.on_bad_row=skip").code == 0
+    paths = runpy.run_path(str(ROOT / "docs/reference.py"))["FILES"]
+    for name in ("CORPUS", "SKIPPED"):
+        files = list(fresh.artifacts.glob(paths[name].strip("`")))
+        assert {file.name == "skipped.parquet" for file in files} == {name == "SKIPPED"}
+
+
 def _properties(model: dict[str, Any]) -> list[str]:
     schema = ExperimentConfig.model_json_schema()["$defs"]
     names = re.findall(r"#/\$defs/(\w+)", str(model))

@@ -15,6 +15,8 @@ import pytest
 
 from amalgam.data.parquet import GENERATED
 from amalgam.stages.common.models.loading import save_pretrained_folder
+from amalgam.stages.weigh_teachers import stage as weighing
+from amalgam.stages.weigh_teachers import weigh
 from amalgam.tests.stages.tiny_models import tiny_language_model
 from amalgam.tests.workspaces import (
     TEACHER_LABELS,
@@ -429,6 +431,24 @@ def test_a_corpus_without_texts_is_refused(workspace: Workspace, source: str) ->
     (workspace.folder / "texts/empty.csv").write_text('text\n" "\n')
     err = workspace.refusal(3, "generate", f"generate.source={source}", "generate.corpus=texts/empty.csv")
     assert f"generate.corpus has no text\nwhere: generate.source: {source}\nfix: " in err
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ([], "corpus.train"),
+        (["generate.source=recombined", "generate.corpus=texts/test.csv"], "generate.corpus"),
+        (["generate.source=random-words"], None),
+    ],
+)
+def test_a_note_on_texts_with_little_evidence_names_the_setting_of_their_files(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, source: list[str], named: str | None
+) -> None:
+    monkeypatch.setattr(weighing, "UNCLEAR", 9.0)
+    monkeypatch.setattr(weigh, "AGREEING", -1.0)
+    options = ("student.method=amalgam", *(source or ["generate=null", "corpus.train=texts/test.csv"]))
+    notes = re.findall(r"Remove such texts from ([\w.]+)", workspace("weigh-teachers", *options).err)
+    assert notes == ([named] if named else [])
 
 
 # ---- errors and unreached classes

@@ -189,8 +189,8 @@ class WeighTeachers(Stage):
         shares = np.sum([record.facts["weights"] for record in records], axis=0) / texts
         facts.setdefault("shares", dict(zip(space.columns, shares.round(4).tolist(), strict=True)))
         unclear, differ = sum(record.facts["unclear"] for record in records), len(LabelSets.of(space).groups) > 1
-        if differ and unclear > MOST_UNCLEAR * texts and not are_written(run.experiment):
-            facts["notes"] = [*facts["notes"], _note_on_unclear(unclear, texts)]
+        if differ and unclear > MOST_UNCLEAR * texts and (source := _given_texts(run.experiment)):
+            facts["notes"] = [*facts["notes"], _note_on_unclear(unclear, texts, source)]
         if "labelled" in facts:
             facts["labelled"] = {**facts["labelled"], "moved": sum(record.facts["moved"] for record in records)}
             return facts
@@ -305,10 +305,17 @@ def _single_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Param
     return replace(signal, values=values)
 
 
-def _note_on_unclear(unclear: int, texts: int) -> str:
+def _given_texts(experiment: ExperimentConfig) -> str:
+    """Returns the setting with the files of the training texts; "" if no file has them."""
+    if experiment.generate is None:
+        return "corpus.train"
+    return "generate.corpus" if experiment.generate.reads_corpus else ""
+
+
+def _note_on_unclear(unclear: int, texts: int, source: str) -> str:
     return (
         f"{unclear:,} of {texts:,} texts have little evidence for any teacher (`evidence` below {UNCLEAR} in the files "
-        "of weigh-teachers): their labels may be in no teacher. Remove such texts from corpus.train, or label them "
+        f"of weigh-teachers): their labels may be in no teacher. Remove such texts from {source}, or label them "
         "(`amalgam label`) by the name of `corpus.unknown`, such as none"
     )
 

@@ -192,7 +192,8 @@ def collected(run: Run) -> dict[str, Array]:
     from amalgam.stages.app import frames
     from amalgam.stages.common.cached.load import encoder_dtype, features_of, last_layer_family, load_encoder, states_of
     from amalgam.stages.common.load import label_space, train_part
-    from amalgam.stages.weigh_teachers.load import Texts, answer_signals, keys_of
+    from amalgam.stages.weigh_teachers.load import Texts, answer_signals, keys_of, moved_tokens_of
+    from amalgam.stages.weigh_teachers.signals import Params
 
     buckets, space = train_part(run).buckets, label_space(run)
     keys = keys_of(run, buckets)
@@ -200,10 +201,12 @@ def collected(run: Run) -> dict[str, Array]:
     texts = order.join(frames.texts(run, "train").collect(), on="key", how="left", maintain_order="left")
     features = features_of(run, key_array(keys))[:]
     names = load_encoder(run, encoder_dtype(run)).name_states(space.names)
+    block = Texts(keys, [bucket.prefix for bucket in buckets], 0)
+    moved = moved_tokens_of(run, block, Params())
     arrays: dict[str, Array] = {
         "features": features.astype(np.float16),
         "similarity": (features @ names.T).astype(np.float32),
-        "confidence": answer_signals(run, Texts(keys, [bucket.prefix for bucket in buckets], 0)).by_name["confidence"],
+        "confidence": answer_signals(run, block).by_name["confidence"],
         "gold": np.array([space.names.index(label) for label in texts["label"]]),
         "texts": packed(texts["text"].to_list()),
     }
@@ -212,6 +215,7 @@ def collected(run: Run) -> dict[str, Array]:
     for place, teacher in enumerate(space.columns):
         cached = order.join(frames.logits(run, teacher).collect(), on="key", how="left", maintain_order="left")
         passes = order.join(frames.passes(run, teacher).collect(), on="key", how="left", maintain_order="left")
+        arrays[f"moved_{place}"] = moved.get(teacher, np.zeros(len(keys)))
         arrays[f"logits_{place}"] = cached["logits"].to_numpy()
         arrays[f"passes_{place}"] = np.stack([np.stack(row) for row in passes["passes"].to_list()]).astype(np.float16)
     trained = run.result("train-teachers").facts["teachers"] if "train-teachers" in run.results else {}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-LISTS = ("logits", "passes", "states")
+LISTS = ("logits", "passes", "states", "moved")
 """Fields of a setting with an array for each teacher."""
 ARRAYS = ("features", "similarity", "gold")
 ABOUT = ("name", "pool", "labels", "teachers", "layers")
@@ -56,6 +56,8 @@ class Setting:
     passes: list[Array]
     """[texts, passes, labels of the teacher]."""
     states: list[Array]
+    moved: list[Array]
+    """How far the fine-tuning of the teacher moved the tokens of each text: [texts]."""
     features: Array
     similarity: Array
     """Cosine of the encoder's states of texts and label names: [texts, labels]."""
@@ -85,7 +87,9 @@ class Setting:
         encoder, *teachers = (BlockSpace(space, space) for space in (features, *states))
         labels = len(self.labels)
         among = compared(encoder, teachers, teachers, labels, NEIGHBOURS)
-        kinds = weigh.kinds_of(list(self.answers.values()), among.relative, self.names, Params())
+        moved = np.stack(self.moved, axis=1)
+        tokens = moved - moved.mean(axis=1, keepdims=True)
+        kinds = weigh.kinds_of(list(self.answers.values()), among.relative, self.names, tokens, Params())
         kinds = with_absence(kinds, self.answered, Params())
         return Evidence(kinds, self.answered, labels, among.near, spaces=among.spaces)
 
@@ -223,6 +227,7 @@ def setting_from(
         logits=[arrays[f"logits_{place}"][rows] for place, arrays in sources.items()],
         passes=[arrays[f"passes_{place}"][rows] for place, arrays in sources.items()],
         states=[arrays[f"states_{place}"][rows] for place, arrays in sources.items()],
+        moved=[arrays[f"moved_{place}"][rows] for place, arrays in sources.items()],
         features=first["features"][rows],
         similarity=first["similarity"][np.ix_(rows, wanted)],
         gold=np.where(is_known[rows], np.searchsorted(wanted, first["gold"][rows]), -1),

@@ -173,7 +173,7 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     targets = Targets.model_validate(AMALGAM)
     labels = LABELS * teachers
     among = compared(encoder, own, own, labels, targets.neighbours)
-    kinds = weigh.kinds_of(answers, among.relative, names, params)
+    kinds = weigh.kinds_of(answers, among.relative, names, names, params)
     evidence = Evidence(kinds, predicted, labels, among.near, spaces=among.spaces)
     signal, shares = weigh.joint_signal(evidence, params)
     if signal is None:

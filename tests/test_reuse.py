@@ -63,6 +63,7 @@ TABLE: dict[str, tuple[list[str], set[str] | str]] = {
     "teachers.rename": (["teachers.0.rename={banking: money}"], TARGETS_ON),
     "teachers.catch_all": (["teachers.0.catch_all=[banking]"], TARGETS_ON),
     "teachers.max_tokens": (["teachers.0.max_tokens=16"], CACHE_ON),
+    "teachers.base": (["teachers.0.base=./models/encoder2"], NOTHING),  # weigh-teachers reads it: test_moved_tokens.py
     "teachers.dropout": (["teachers.0.dropout=0.3"], CACHE_ON),
     "teachers.trust_remote_code": (["teachers.0.trust_remote_code=true"], REFUSED),
     "teachers.allow_pickle": (

@@ -42,6 +42,7 @@ from amalgam.tests.workspaces import (
     new_workspace,
     quiet_environment,
     run_ranks,
+    write_bases,
 )
 
 AMALGAM = ("student.method=amalgam", "targets.mode=hard")
@@ -70,6 +71,7 @@ def _small_blocks() -> Iterator[None]:
 def build(folder: Path) -> Workspace:
     workspace = new_workspace(folder)
     workspace.write(generate(TEXTS, 0))
+    write_bases(workspace)
     workspace("cache-features", *AMALGAM)
     return workspace
 
@@ -249,6 +251,7 @@ def test_several_processes_give_the_weights_of_one(
     assert result.code == 0, result.err
     assert_equal(weights(cached), alone)
     assert np.ptp(np.array(list(alone.values()))[:, 0]) > 0.5
+    assert "tokens" in cached.manifest("weigh-teachers")["facts"]["kinds"]
 
 
 def test_parts_give_the_weights_of_one_process_in_any_order(cached: Workspace, alone: Mapping[bytes, Array]) -> None:

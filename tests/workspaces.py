@@ -465,6 +465,29 @@ def scale_weights(folder: Path, name: str, factor: float) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def write_bases(workspace: Workspace) -> None:
+    """Give each teacher a base, from which it was fine-tuned on texts of its labels: their words have other vectors."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from amalgam.data.tokens import encode
+    from amalgam.stages.common.models.loading import load_tokenizer
+    from amalgam.stages.common.models.resolve import read_model
+
+    for name, labels in TEACHER_LABELS.items():
+        folder = workspace.folder / "models" / name
+        base = shutil.copytree(folder, folder.with_name(f"{name}-base"))
+        weights, tokenizer = load_file(base / "model.safetensors"), load_tokenizer(read_model(folder, name))
+        vectors = weights["bert.embeddings.word_embeddings.weight"]
+        own = [(text,) for text, label in workspace.texts()[:200] if label in labels]
+        learned = sorted(set(encode(tokenizer, own, 32, types=False).ids.values.tolist()))
+        vectors[learned] += 0.1 * torch.randn(
+            len(learned), vectors.shape[1], generator=torch.Generator().manual_seed(0)
+        )
+        save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
+        workspace.edit(f"    model: ./models/{name}\n", f"    model: ./models/{name}\n    base: ./models/{name}-base\n")
+
+
 def write_texts(path: Path, rows: Sequence[Row]) -> None:
     import polars as pl
 

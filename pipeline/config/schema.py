@@ -291,6 +291,9 @@ class Teacher(ConfigSection):
     and a teacher weighs less where it does."""
     max_tokens: Positive | None = None
     """Largest text length in tokens, special tokens included; null: cache.max_tokens."""
+    base: Text | None = None
+    """The encoder that the model was fine-tuned from: a folder, a Hub id, or package:module/folder; null:
+    student.encoder, if their token vectors are alike. It shows `amalgam` the tokens of the training texts."""
     dropout: Rate | None = None
     """Dropout rate at every site of the model; null: cache.dropout. It does not switch off last-layer."""
     trust_remote_code: bool = False

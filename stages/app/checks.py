@@ -37,7 +37,7 @@ from amalgam.stages.train_teachers.stage import check_gold_of_groups, encoders_o
 
 Check = Callable[[Run], object]
 
-OF_MODELS = {"max_tokens", "dropout", "allow_pickle", "trust_remote_code"}
+OF_MODELS = {"max_tokens", "base", "dropout", "allow_pickle", "trust_remote_code"}
 """Fields of a teacher that a file of predictions has no use for."""
 
 

@@ -7,6 +7,8 @@ ENCODER, PASSES = "model files of the encoder", "number of dropout passes"
 INPUT_NAMES = {
     r"(amalgam|torch|transformers|tokenizers|polars)": r"version of \1",
     r"adaptive(\..+)?": "cache.adaptive",
+    r"bases": "encoders that the teachers were fine-tuned from",
+    r"bases\.(.+)": r"base of teacher \1",
     r"blocks(\.\d+)?": "blocks of training texts",
     r"catch_all": "teachers.catch_all",
     r"dtype": "cache.dtype",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -227,6 +227,33 @@ def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
     if models.needs_network(model_reference(run, model, revision)):
         raise PendingDependencyError(f"the download of {model}")
     return model_files(run, model, revision, where).digest
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A model as a field of the experiment names it."""
+
+    model: str
+    revision: str | None
+    where: str
+
+
+def named_bases(run: Run) -> dict[str, NamedModel]:
+    """Returns the encoders that `base` names, by teacher."""
+    teachers = [teacher for teacher in run.experiment.teachers if teacher.base]
+    return {each.name: NamedModel(str(each.base), None, f"base of teacher {each.name}") for each in teachers}
+
+
+def bases_of(run: Run) -> dict[str, NamedModel]:
+    """Returns the encoder that each teacher was fine-tuned from, or may have been; without those of co_train."""
+    student, trained, bases = run.experiment.student, run.experiment.train_teachers, dict[str, NamedModel]()
+    if teacher_in(student) is None:
+        encoder = NamedModel(_encoder_of(student), student.revision, "student.encoder")
+        bases |= dict.fromkeys((teacher.name for teacher in run.experiment.teachers), encoder)
+    if trained and trained.encoder:
+        encoder = NamedModel(trained.encoder, trained.revision, "train_teachers.encoder")
+        bases |= dict.fromkeys(run.result("train-teachers").facts["teachers"], encoder)
+    return bases | named_bases(run)
 
 
 def encoder_files(run: Run, settings: Student | TrainTeachers, where: str) -> models.ModelFiles:

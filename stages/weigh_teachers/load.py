@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import Any
 
 from amalgam.data.arrays import Array, Keys, softmax, top_margin
-from amalgam.data.keys import text_key
+from amalgam.data.keys import shown_names, text_key
 from amalgam.data.lazy import np, pa, pl
 from amalgam.data.parquet import key_array
 from amalgam.pipeline.execution.stage import Run, once
@@ -15,8 +16,10 @@ from amalgam.stages.common import load
 from amalgam.stages.common.cached import load as cached
 from amalgam.stages.common.corpus import Bucket, are_written, neighbouring_buckets, read_bucket
 from amalgam.stages.common.models.resolve import ResolvedTeacher
+from amalgam.stages.common.token_cache import TokenCache, tokenizer_digest
 from amalgam.stages.weigh_teachers import weigh
 from amalgam.stages.weigh_teachers.label_sets import DistinctTeachers, LabelSets
+from amalgam.stages.weigh_teachers.moved_tokens import have_one_origin, mean_movement, movement
 from amalgam.stages.weigh_teachers.neighbours import (
     BlockSpace,
     Compared,
@@ -27,6 +30,8 @@ from amalgam.stages.weigh_teachers.neighbours import (
 )
 from amalgam.stages.weigh_teachers.signals import Params, with_absence
 from amalgam.stages.weigh_teachers.weigh import Evidence
+
+MOVED = "moved tokens"
 
 LEAST_OWN = 1e-9
 """Probabilities of a teacher's labels below it count as equal."""
@@ -122,12 +127,14 @@ def evidence_of(run: Run, texts: Texts, signals: AnswerSignals, params: Params) 
     own, groups = [each for each in states if each is not None], label_sets.joined(states)
     among = compared(features, own, groups, len(space.names), run.experiment.targets.neighbours)
     density, closest = _density(run, among, states, signals.predicted), _closest_names(run, features.texts)
+    tokens = _tokens(run, texts, params.scope(MOVED))
     if run.experiment.has_catch_all:
         density, closest = (
             lowered_evidence(values, signals.own_shares, params.scope(kind))
             for kind, values in {"own states": density, "own names": closest}.items()
         )
-    kinds = weigh.kinds_of(list(signals.by_name.values()), density, closest, params)
+        tokens = None if tokens is None else lowered_evidence(tokens, signals.own_shares, params.scope("own tokens"))
+    kinds = weigh.kinds_of(list(signals.by_name.values()), density, closest, tokens, params)
     predicted = label_sets.predicted(signals.predicted, kinds["answers"])
     by_group, detectors = {kind: label_sets.mean(values) for kind, values in kinds.items()}, label_sets.detectors(space)
     evidence = Evidence(
@@ -218,6 +225,98 @@ def _agreement(run: Run, teacher: str, predicted: Array, near: Array) -> Array:
     places = np.searchsorted(np.sort(labels), predicted)
     own: Array = softmax(logits.astype(np.float64))[:, np.argsort(labels)]
     return own[near, places[:, None]].mean(axis=1)
+
+
+def _tokens(run: Run, texts: Texts, params: Params) -> Array | None:
+    """Returns how far each teacher's fine-tuning moved the tokens of a text, less the mean of all teachers.
+
+    [texts, teachers]; 0 for teachers without moved tokens. None: fewer than two have any.
+    """
+    columns, means = list(distinct_teachers(run).space.columns), moved_tokens_of(run, texts, params)
+    if len(means) < 2:
+        return None
+    moved = np.stack(list(means.values()), axis=1)
+    result = np.zeros((len(moved), len(columns)))
+    result[:, list(map(columns.index, means))] = moved - moved.mean(axis=1, keepdims=True)
+    return result
+
+
+def moved_tokens_of(run: Run, texts: Texts, params: Params) -> dict[str, Array]:
+    """Returns how far fine-tuning moved the tokens of each text [texts], by teacher; without teachers that have none.
+
+    A teacher has none without a known base, or with the vectors of its base, as after a training of its head alone.
+    """
+    columns, bases = distinct_teachers(run).space.columns, load.bases_of(run)
+    teachers = [each for each in load.models_of(run) if each.name in columns and each.name in bases]
+    if not params.is_reused:
+        _fit_movement(run, teachers, params)
+    prefixes = set(texts.prefixes)
+    buckets = [bucket for bucket in load.train_part(run).buckets if bucket.prefix in prefixes]
+    rows = np.searchsorted(key_array(keys_of(run, buckets)), key_array(texts.keys))
+    scopes = [(teacher, params.scope(teacher.name)) for teacher in teachers]
+    return {
+        teacher.name: _mean_movement(run, teacher, buckets, own)[rows]
+        for teacher, own in scopes
+        if own.stored("moved").any()
+    }
+
+
+def _fit_movement(run: Run, teachers: Sequence[ResolvedTeacher], params: Params) -> None:
+    """Stores how far fine-tuning moved each token of these teachers, and how they tokenise texts."""
+    from amalgam.stages.common.models import loading
+
+    @lru_cache(1)
+    def of_base(base: load.NamedModel) -> Any:
+        files = load.model_files(run, base.model, base.revision, base.where)
+        return loading.token_vectors(loading.new_student(files, labels=["one", "two"], layers=None, seed=0))
+
+    bases = load.bases_of(run)
+    for teacher in teachers:
+        model = loading.load_classifier(teacher.files, dropout=None, dtype=loading.stored_dtype(teacher.files))
+        tokenizer, own, base = _tokenizer(run, teacher.name), loading.token_vectors(model), of_base(bases[teacher.name])
+        moved, has_base = np.zeros(0, np.float32), False
+        if own is not None and base is not None:
+            pair = own.float().numpy(), loading.rounded_as(base, own.float()).numpy()
+            if has_base := have_one_origin(*pair):
+                moved = movement(*pair, tokenizer.all_special_ids)
+        limit = loading.token_limit(model.config, tokenizer, teacher.max_tokens)
+        values = {"moved": moved, "base": has_base, "limit": limit, "types": loading.takes_types(model)}
+        params.scope(teacher.name).store(values)
+
+
+def notes_on_bases(run: Run, params: Params) -> Iterator[str]:
+    """Yields a note on each wrong `base`, and one where so few bases are known that no tokens are evidence."""
+    own, named = params.scope(MOVED), load.named_bases(run)
+    teachers = [each.name for each in load.models_of(run) if each.name in distinct_teachers(run).space.columns]
+    teachers = [name for name in teachers if name in load.bases_of(run)]
+    unknown = [name for name in teachers if not own.scope(name).stored("base")]
+    for name in [name for name in unknown if name in named]:
+        yield f"teacher {name} was not fine-tuned from its base, {named[name].model}: their token vectors are unlike"
+    unnamed = [name for name in unknown if name not in named]
+    compared_teachers = sum(bool(own.scope(name).stored("moved").any()) for name in teachers)
+    if unnamed and compared_teachers < 2:
+        yield (
+            f"the training texts of {shown_names(unnamed)} are no evidence. If you know the encoder that each was "
+            "fine-tuned from, name it (`base` of a teacher)"
+        )
+
+
+def _mean_movement(run: Run, teacher: ResolvedTeacher, buckets: Sequence[Bucket], params: Params) -> Array:
+    """Returns the mean movement of the tokens of each text in the buckets."""
+    tokenizer, moved = _tokenizer(run, teacher.name), params.stored("moved")
+    limit, types = params.stored("limit").item(), bool(params.stored("types"))
+    digest = tokenizer_digest(tokenizer, teacher.files)
+    cache = TokenCache(run.store, run.console, tokenizer, digest, limit, types)
+    return np.concatenate(
+        [mean_movement(cache.tokens(bucket).ids, moved, tokenizer.all_special_ids) for bucket in buckets]
+    )
+
+
+@once
+def _tokenizer(run: Run, teacher: str) -> Any:
+    from amalgam.stages.common.models.loading import load_tokenizer
+
+    return load_tokenizer(next(each.files for each in load.teachers_of(run) if each.name == teacher))
 
 
 @once

@@ -1,4 +1,4 @@
-"""Stage weigh-teachers: the weight of every teacher on every training text, from the cache alone.
+"""Stage weigh-teachers: the weight of every teacher on every training text, from the cache; no teacher runs.
 
 A unit is a block of texts. The first fits means, ranges and shares, which the other blocks reuse: keys are digests, so
 its texts are a random sample. A corpus of one block is fitted on all its texts.
@@ -41,6 +41,7 @@ from amalgam.stages.weigh_teachers.load import (
     features_of,
     keys_of,
     name_states,
+    notes_on_bases,
     text_blocks,
 )
 from amalgam.stages.weigh_teachers.name_order import UNCLEAR_ORDER, as_good_orders
@@ -92,7 +93,7 @@ class BlockSums(TypedDict):
 
 class WeighTeachers(Stage):
     name = "weigh-teachers"
-    VERSION = 30  # each label that a teacher predicts has its own clearest texts
+    VERSION = 31  # the tokens that fine-tuning moved are evidence
     parallelism = "units"
     unit_label = "texts"
     enabled_by = "choose weights that are estimated from all texts (student.method: amalgam)"
@@ -107,6 +108,10 @@ class WeighTeachers(Stage):
         features = ("cache-features",) if target_method(experiment.targets).reads_features else ()
         return (*generated, "read-corpus", "train-teachers", "cache-teachers", *features)
 
+    def resolve_inputs(self, run: Run) -> None:
+        for base in load.named_bases(run).values() if run.experiment.targets.weight_signal == "all" else ():
+            load.model_files(run, base.model, base.revision, base.where)
+
     def identity(self, run: Run) -> Identity:
         targets = run.experiment.targets
         settings = targets.model_dump(include={"teacher_weights", "weight_signal", "uncertainty", "temperature"})
@@ -120,6 +125,9 @@ class WeighTeachers(Stage):
             inputs["catch_all"] = "lowers evidence of states"
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs |= load.generated_identity(run)
+        if targets.weight_signal == "all" and (bases := load.bases_of(run)):
+            places = {name: (base.model, base.revision, base.where) for name, base in bases.items()}
+            inputs["bases"] = {name: load.model_digest(run, *place) for name, place in places.items()}
         inputs |= load_labels.labels_identity(run)
         if run.experiment.corpus.limit is not None and len(text_blocks(run)) > 1:
             # Texts beyond the limit move the blocks.
@@ -283,6 +291,8 @@ def _combined_signal(run: Run, texts: Texts, signals: AnswerSignals, params: Par
     evidence, answers = evidence_of(run, texts, signals, params)
     values, shares = weigh.joint_signal(evidence, params)
     largest, confirmed = None if values is None else values.max(axis=1), np.zeros((0, 1))
+    if values is not None and not params.is_reused and values.shape[1] > 1:
+        params.facts["notes"] += notes_on_bases(run, params)
     if values is not None and run.experiment.targets.teacher_weights == "range":
         values, confirmed = weigh.with_maps(values, evidence, params)
     return _Signal(values, list(evidence.kinds.values()), answers, evidence.spaces, shares, largest, confirmed)

@@ -183,16 +183,20 @@ class Evidence:
     """The inputs of linear maps to the labels: states of length 1 of the encoder, and of each teacher."""
 
 
-def kinds_of(answers: Sequence[Array], density: Array, names: Array, params: Params) -> dict[str, Array]:
+def kinds_of(
+    answers: Sequence[Array], density: Array, names: Array, tokens: Array | None, params: Params
+) -> dict[str, Array]:
     """Returns the standardised evidence [texts, teachers] of each kind but provenance.
 
     `answers` are confidence, margin and highest logit; `names` is the similarity to the teacher's closest label name.
+    `tokens` is how far the teacher's fine-tuning moved the tokens; None if it is unknown.
     """
-    return {
+    kinds = {
         "answers": standardised_sum(answers, params.scope("answers")),
         "states": standardise(density, params.scope("states")),
         "names": standardise(names, params.scope("names")),
     }
+    return kinds if tokens is None else {**kinds, "tokens": standardise(tokens, params.scope("tokens"))}
 
 
 def joint_signal(evidence: Evidence, params: Params) -> tuple[Array | None, Array | None]:

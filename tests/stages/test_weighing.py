@@ -390,7 +390,7 @@ def test_other_blocks_get_the_weights_that_the_fitted_block_gives_the_same_texts
 
     def weights(rows: slice, params: Params) -> Array:
         answers = [kept["0"][rows], kept["1"][rows]]
-        kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], params)
+        kinds = weigh.kinds_of(answers, kept["2"][rows], kept["1"][rows], kept["0"][rows], params)
         evidence = Evidence(kinds, predicted[rows], 3, near[rows], np.eye(2)[right][rows])
         signal, shares = joint_signal(evidence, params)
         assert signal is not None

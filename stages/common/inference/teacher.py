@@ -5,7 +5,6 @@ Nothing here trusts a tokenizer's own length limit or pad token. What cannot ser
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -104,7 +103,7 @@ class Teacher:
         self.notes: tuple[str, ...] = ()
         self.width = int(getattr(model.config.get_text_config(), "hidden_size", 768))
         self._vocabulary = loading.vocabulary_of(model, name=f"teacher {name}")
-        self.takes_types = "token_type_ids" in inspect.signature(model.forward).parameters
+        self.takes_types = loading.takes_types(model)
         self._pad = self._choose_pad()
         self._bank = dropout.Bank(seed, device=self.device, dtype=self.dtype)
         self.kernels = find_kernels() if self.device.type == "cuda" and self.dtype in HALF else None

@@ -6,6 +6,7 @@ and a line in the log.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -47,6 +48,12 @@ def load_tokenizer(files: ModelFiles) -> PreTrainedTokenizerBase:
     trusted = files.trust_remote_code
     with _as_model_error(files, "tokenizer"):
         return AutoTokenizer.from_pretrained(str(files.folder), local_files_only=True, trust_remote_code=trusted)
+
+
+def stored_dtype(files: ModelFiles) -> str:
+    """Returns the dtype in which a model was saved, by its configuration."""
+    stored = files.config.get("dtype") or files.config.get("torch_dtype")
+    return next((dtype for dtype, name in DTYPES.items() if name == stored), "fp32")
 
 
 def load_classifier(files: ModelFiles, *, dropout: float | None, dtype: str) -> PreTrainedModel:
@@ -124,13 +131,35 @@ def token_limit(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, wa
     return limit
 
 
+def token_vectors(model: PreTrainedModel) -> torch.Tensor | None:
+    """Returns the embeddings of all tokens [tokens, width]; models of characters or bytes have none."""
+    try:
+        weight: torch.Tensor = model.get_input_embeddings().weight.detach()
+    except (AttributeError, NotImplementedError):
+        return None
+    return weight
+
+
 def vocabulary_of(model: PreTrainedModel, *, name: str) -> int:
     """Returns the number of tokens that the model has embeddings of; refuses a model without them."""
-    try:
-        return int(model.get_input_embeddings().weight.shape[0])
-    except (AttributeError, NotImplementedError):  # models of characters or bytes
+    vectors = token_vectors(model)
+    if vectors is None:
         what = f"{name}: a model of the kind {model.config.model_type} has no embedding of each token"
-        raise ModelError(what, fix="use a model with a vocabulary, such as a BERT") from None
+        raise ModelError(what, fix="use a model with a vocabulary, such as a BERT")
+    return len(vectors)
+
+
+def rounded_as(vectors: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Returns the vectors, rounded to the half precision of the others, if these were stored in one."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(others.to(dtype).to(others.dtype), others):
+            return vectors.to(dtype).to(vectors.dtype)
+    return vectors
+
+
+def takes_types(model: PreTrainedModel) -> bool:
+    """Returns whether the model distinguishes the texts of a pair by token types."""
+    return "token_type_ids" in inspect.signature(model.forward).parameters
 
 
 def check_token_id(highest: int, vocabulary: int, tokenizer: PreTrainedTokenizerBase, name: str) -> None:

@@ -285,7 +285,8 @@ def _generate_checks(experiment: ExperimentConfig) -> Checks:
     yield len(corpus.text) > 1, "corpus.text", "generated texts are single, so name one column"
     yield not experiment.teachers, "teachers", "name at least one that is finished, for generate to write texts for"
     yield trains, "train_teachers", "make teachers in an experiment of their own, and name their folders as teachers"
-    yield gold, "targets.mode", f"{mode} needs gold labels, and generated texts have none"
+    field = "student.method" if experiment.student.method == mode else "targets.mode"
+    yield gold, field, f"{mode} needs gold labels, and generated texts have none"
     message = f"{FROM_CORPUS} needs gold labels, and generated texts have none: name a file of labels"
     yield experiment.labels == FROM_CORPUS, "labels", message
     yield no_model, "generate.language_model", f"{section.source} needs one"

@@ -503,6 +503,7 @@ PROBLEMS = {
     "corpus.train=texts/test.csv": "corpus.train: ",
     "corpus.text=[a, b]": "corpus.text: ",
     "targets.mode=supervised": "targets.mode: ",
+    "student.method=supervised": "student.method: ",
     "generate=": "corpus.train: ",
     "generate.top_p=1.5": "generate.top_p",
     "generate.temperature=[]": "generate.temperature",

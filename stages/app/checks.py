@@ -31,7 +31,7 @@ from amalgam.stages.common.models.resolve import folders_like, local_model, plac
 from amalgam.stages.common.training.checkpoint_files import TRAINING_STAGES
 from amalgam.stages.methods import NAMES, method_of
 from amalgam.stages.read_corpus.stage import check_texts
-from amalgam.stages.registry import STAGES
+from amalgam.stages.registry import STAGE_NAMED, STAGES
 from amalgam.stages.target_methods import target_method
 from amalgam.stages.train_teachers.stage import check_gold_of_groups, encoders_of, ungrouped_labels
 
@@ -71,6 +71,12 @@ def check_student_encoder(run: Run) -> None:
 def check_teacher_encoders(run: Run) -> None:
     for settings, where in encoders_of(run).values() if run.experiment.train_teachers else ():
         load.check_encoder(run, settings, where)
+
+
+def check_bases(run: Run) -> None:
+    """Refuses a base on this machine that cannot be loaded, where weights read it."""
+    for base in load.named_bases(run).values() if STAGE_NAMED["weigh-teachers"].is_needed(run.experiment) else ():
+        local_model(load.model_reference(run, base.model, base.revision, where=base.where))
 
 
 def check_gold(run: Run) -> None:
@@ -137,6 +143,7 @@ CHECKS: list[tuple[str, Check]] = [
     ("report", check_gold),  # another test file runs no earlier stage, and a run checks it before any
     ("cache-teachers", load.labels_by_teacher),  # reads configurations; checks weights, tokenizers and labels
     ("cache-features", check_states),
+    ("weigh-teachers", check_bases),
     ("build-targets", load_labels.check_labels),
     ("build-targets", check_train_gold),  # of a corpus that was read when no label was needed
     ("train-student", check_student_encoder),

@@ -128,6 +128,9 @@ def _teachers(run: Run) -> Iterator[CheckResult]:
     for teacher in experiment.teachers:
         find_model = partial(find, load.teacher_reference(run, teacher))
         rows += _model(f"teacher {teacher.name}", find_model, partial(load.labels_of, run, teacher))
+    for name, base in load.named_bases(run).items():
+        reference = load.model_reference(run, base.model, base.revision, where=base.where)
+        rows += _rows(f"teacher {name}", [partial(find, reference)])
     yield from [row for row in rows if not row.ok] or _rows("teachers", [partial(_summary, run)])
 
 

@@ -88,8 +88,8 @@ def test_a_single_teacher_with_moved_tokens_is_compared_with_no_other(
 def test_a_base_that_does_not_exist_is_refused_before_any_stage(workspace: Workspace) -> None:
     write_bases(workspace)
     shutil.rmtree(workspace.folder / "models/second-base")
-    for command in ("run", "doctor"):
-        assert "base of teacher second: ./models/second-base" in workspace.refusal(2, command, AMALGAM)
+    assert "base of teacher second: ./models/second-base" in workspace.refusal(2, "run", AMALGAM)
+    assert "there is no folder ./models/second-base" in workspace.attempt("doctor", AMALGAM).out
     assert not list(workspace.artifacts.glob("cache-teachers/*"))
 
 

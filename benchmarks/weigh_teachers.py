@@ -166,14 +166,14 @@ def _weights(folder: Path, teachers: int, rows: slice, first: slice, params: Par
     right, label = (np.load(folder / f"{name}.npy", mmap_mode="r")[rows] for name in ("right", "label"))
     is_own = right[:, None] == np.arange(teachers)
     answers = [(is_own * 2 + random.normal(size=is_own.shape)) for _ in range(3)]
-    names = is_own + random.normal(size=is_own.shape)
+    names, tokens = (is_own + random.normal(size=is_own.shape) for _ in range(2))
     predicted = (label[:, None] + LABELS * np.arange(teachers)).astype(np.int32)
     files = [folder / f"{place}.npy" for place in range(teachers + 1)]
     *own, encoder = (BlockSpace(_Mapped(file, rows), _Mapped(file, first), rows.start) for file in files)
     targets = Targets.model_validate(AMALGAM)
     labels = LABELS * teachers
     among = compared(encoder, own, own, labels, targets.neighbours)
-    kinds = weigh.kinds_of(answers, among.relative, names, names, params)
+    kinds = weigh.kinds_of(answers, among.relative, names, tokens, params)
     evidence = Evidence(kinds, predicted, labels, among.near, spaces=among.spaces)
     signal, shares = weigh.joint_signal(evidence, params)
     if signal is None:

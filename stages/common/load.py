@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from amalgam.data.corpus import find_files
 from amalgam.data.keys import LabelSpace, shown, union_of
@@ -229,9 +229,8 @@ def model_digest(run: Run, model: str, revision: str | None, where: str) -> str:
     return model_files(run, model, revision, where).digest
 
 
-@dataclass(frozen=True)
-class NamedModel:
-    """A model as a field of the experiment names it."""
+class NamedModel(NamedTuple):
+    """A model as a field of the experiment names it: the arguments of `model_files` and `model_digest`."""
 
     model: str
     revision: str | None

@@ -246,8 +246,7 @@ def moved_tokens_of(run: Run, texts: Texts, params: Params) -> dict[str, Array]:
 
     A teacher has none without a known base, or with the vectors of its base, as after a training of its head alone.
     """
-    columns, bases = distinct_teachers(run).space.columns, load.bases_of(run)
-    teachers = [each for each in load.models_of(run) if each.name in columns and each.name in bases]
+    teachers = _teachers_with_bases(run)
     if not params.is_reused:
         _fit_movement(run, teachers, params)
     prefixes = set(texts.prefixes)
@@ -261,13 +260,19 @@ def moved_tokens_of(run: Run, texts: Texts, params: Params) -> dict[str, Array]:
     }
 
 
+def _teachers_with_bases(run: Run) -> list[ResolvedTeacher]:
+    """Returns the distinct teachers that were, or may have been, fine-tuned from an encoder of the experiment."""
+    columns, bases = distinct_teachers(run).space.columns, load.bases_of(run)
+    return [each for each in load.models_of(run) if each.name in columns and each.name in bases]
+
+
 def _fit_movement(run: Run, teachers: Sequence[ResolvedTeacher], params: Params) -> None:
     """Stores how far fine-tuning moved each token of these teachers, and how they tokenise texts."""
     from amalgam.stages.common.models import loading
 
     @lru_cache(1)
     def of_base(base: load.NamedModel) -> Any:
-        files = load.model_files(run, base.model, base.revision, base.where)
+        files = load.model_files(run, *base)
         return loading.token_vectors(loading.new_student(files, labels=["one", "two"], layers=None, seed=0))
 
     bases = load.bases_of(run)
@@ -287,14 +292,13 @@ def _fit_movement(run: Run, teachers: Sequence[ResolvedTeacher], params: Params)
 def notes_on_bases(run: Run, params: Params) -> Iterator[str]:
     """Yields a note on each wrong `base`, and one where so few bases are known that no tokens are evidence."""
     own, named = params.scope(MOVED), load.named_bases(run)
-    teachers = [each.name for each in load.models_of(run) if each.name in distinct_teachers(run).space.columns]
-    teachers = [name for name in teachers if name in load.bases_of(run)]
+    teachers = [teacher.name for teacher in _teachers_with_bases(run)]
     unknown = [name for name in teachers if not own.scope(name).stored("base")]
     for name in [name for name in unknown if name in named]:
         yield f"teacher {name} was not fine-tuned from its base, {named[name].model}: their token vectors are unlike"
     unnamed = [name for name in unknown if name not in named]
-    compared_teachers = sum(bool(own.scope(name).stored("moved").any()) for name in teachers)
-    if unnamed and compared_teachers < 2:
+    count = sum(bool(own.scope(name).stored("moved").any()) for name in teachers)
+    if unnamed and count < 2:
         yield (
             f"the training texts of {shown_names(unnamed)} are no evidence. If you know the encoder that each was "
             "fine-tuned from, name it (`base` of a teacher)"

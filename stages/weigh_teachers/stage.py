@@ -1,4 +1,4 @@
-"""Stage weigh-teachers: the weight of every teacher on every training text, from the cache; no teacher runs.
+"""Stage weigh-teachers: the weight of every teacher on every training text, from the cache and the embeddings.
 
 A unit is a block of texts. The first fits means, ranges and shares, which the other blocks reuse: keys are digests, so
 its texts are a random sample. A corpus of one block is fitted on all its texts.
@@ -110,7 +110,7 @@ class WeighTeachers(Stage):
 
     def resolve_inputs(self, run: Run) -> None:
         for base in load.named_bases(run).values() if run.experiment.targets.weight_signal == "all" else ():
-            load.model_files(run, base.model, base.revision, base.where)
+            load.model_files(run, *base)
 
     def identity(self, run: Run) -> Identity:
         targets = run.experiment.targets
@@ -126,8 +126,7 @@ class WeighTeachers(Stage):
         if targets.weight_signal == "all" and are_written(run.experiment):
             inputs |= load.generated_identity(run)
         if targets.weight_signal == "all" and (bases := load.bases_of(run)):
-            places = {name: (base.model, base.revision, base.where) for name, base in bases.items()}
-            inputs["bases"] = {name: load.model_digest(run, *place) for name, place in places.items()}
+            inputs["bases"] = {name: load.model_digest(run, *base) for name, base in bases.items()}
         inputs |= load_labels.labels_identity(run)
         if run.experiment.corpus.limit is not None and len(text_blocks(run)) > 1:
             # Texts beyond the limit move the blocks.
